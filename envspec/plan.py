@@ -1,0 +1,79 @@
+"""What will be built: row × target after every choice is made, before any network write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from envspec.lock import Artifact, BaseLock, Lock
+from envspec.matrix import BootstrapBase, RegistryBase, Row, RowTarget, Target
+
+#: 2026-01-01T00:00:00Z: the time of every file in an image and of the image itself. A constant, so
+#: that neither the clock nor a commit changes a digest.
+SOURCE_DATE_EPOCH = 1767225600
+
+#: Where things lie in an image; the same in an assembled image and in one built by its Dockerfile.
+VENV = "/opt/venv"
+RUNTIME = "/opt/envspec"
+USER, UID = "trainer", 1000
+HOME = "/home/trainer"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Packages that share an image layer, sorted by name."""
+
+    name: str
+    artifacts: tuple[Artifact, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that rendering and building need; a pure function of matrix, locks and runtime."""
+
+    row_name: str
+    target_name: str
+    row: Row
+    target: Target
+    row_target: RowTarget
+    base: RegistryBase | BootstrapBase
+    lock: Lock
+    base_lock: BaseLock | None
+    layers: tuple[Layer, ...]
+    #: sha256 (hex) over names and bytes of runtime/.
+    runtime_sha256: str
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment variables of the image."""
+        return {
+            "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": RUNTIME,
+            "VIRTUAL_ENV": VENV,
+            "ENVSPEC_ROW": self.row_name,
+            "ENVSPEC_TARGET": self.target_name,
+        }
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """OCI annotations and this project's own labels."""
+        pins = self.row.components_for(self.target_name)
+        own = {
+            "row": self.row_name,
+            "target": self.target_name,
+            "capabilities": ",".join(self.row_target.serves),
+            "cuda": self.row.cuda,
+            "min-driver": self.row.min_driver,
+            "lock": f"sha256:{self.lock.sha256}",
+            "runtime": f"sha256:{self.runtime_sha256}",
+            **{f"version.{name}": c.version for name, c in pins.items()},
+        }
+        return {
+            "org.opencontainers.image.title": f"envspec {self.target_name}",
+            "org.opencontainers.image.description": self.row.title,
+            "org.opencontainers.image.base.name": (
+                self.base.reference
+                if isinstance(self.base, RegistryBase)
+                else f"debian:{self.base.suite} by mmdebstrap"
+            ),
+            **{f"dev.envspec.{key}": value for key, value in own.items()},
+        }
