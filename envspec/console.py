@@ -120,16 +120,16 @@ class Console:
             EnvspecError: of class ``error`` when it exits non-zero or does not exist; the
                 message has its last lines and names the log.
         """
-        argv = [str(a) for a in argv]
-        self.log("$ " + " ".join(argv))
+        command = [str(a) for a in argv]
+        self.log("$ " + " ".join(command))
         try:
             done = subprocess.run(
-                argv, env=dict(env) if env is not None else None, cwd=cwd, input=stdin,
+                command, env=dict(env) if env is not None else None, cwd=cwd, input=stdin,
                 stdin=subprocess.DEVNULL if stdin is None else None,
                 capture_output=True, check=False,
             )
         except FileNotFoundError:
-            raise error(what, where=argv[0], why="no such command", remedy=remedy) from None
+            raise error(what, where=command[0], why="no such command", remedy=remedy) from None
         out = done.stdout.decode(errors="replace")
         err = done.stderr.decode(errors="replace")
         for text in (out, err):
@@ -137,7 +137,7 @@ class Console:
                 self.log(text.rstrip())
         if done.returncode:
             tail = "\n".join((err.strip() or out.strip()).splitlines()[-TAIL:])
-            where = f"{Path(argv[0]).name} (exit code {done.returncode})"
+            where = f"{Path(command[0]).name} (exit code {done.returncode})"
             raise error(what, where=where, why=tail, remedy=self.with_log(remedy))
         return out
 

@@ -1,4 +1,4 @@
-"""The version matrix: its models, its validation, and errors that name file, key and nearest value."""
+"""The version matrix: models, validation, errors that name file, key and nearest value."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ class RegistryBase(Model):
     """An image in a registry, by digest."""
 
     kind: Literal["registry"]
-    image: Annotated[str, StringConstraints(pattern=r"^[^/]+\.[^/]+/.+$|^localhost.*/.+$|^[^/]+:[0-9]+/.+$")]
+    #: With its registry host: a dot, a port or ``localhost`` before the first slash.
+    image: Annotated[str, StringConstraints(pattern=r"^([^/]+[.:][^/]+|localhost)/.+$")]
     tag: str
     digest: Sha256
 
@@ -415,7 +416,8 @@ def _check_references(path: Path, matrix: Matrix) -> None:
     for t, target in matrix.targets.items():
         for i, row in enumerate(target.rows):
             check(f"targets.{t}.rows[{i}]", row, matrix.rows, "row")
-            check(_dotted(["rows", row, "targets"]), t, matrix.rows[row].targets, "target of the row")
+            key = _dotted(["rows", row, "targets"])
+            check(key, t, matrix.rows[row].targets, "target of the row")
     for r, row_ in matrix.rows.items():
         check(_dotted(["rows", r, "base"]), row_.base, matrix.bases, "base")
         for t, row_target in row_.targets.items():
@@ -427,7 +429,8 @@ def _check_references(path: Path, matrix: Matrix) -> None:
                 )
         for c, component in row_.components.items():
             for i, t in enumerate(component.targets or ()):
-                check(_dotted(["rows", r, "components", c, "targets", i]), t, row_.targets, "target of the row")
+                key = _dotted(["rows", r, "components", c, "targets", i])
+                check(key, t, row_.targets, "target of the row")
     names = [rule.name for rule in matrix.layers]
     if sum("*" in rule.packages for rule in matrix.layers) != 1 or len(set(names)) != len(names):
         raise MatrixError(
