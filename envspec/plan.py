@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
-from envspec.lock import Artifact, BaseLock, Lock
-from envspec.matrix import BootstrapBase, RegistryBase, Row, RowTarget, Target
+from envspec import oslock
+from envspec.lock import Artifact, BaseLock, Lock, read
+from envspec.matrix import BootstrapBase, Project, RegistryBase, Row, RowTarget, Target
 
 #: 2026-01-01T00:00:00Z: the time of every file in an image and of the image itself. A constant, so
 #: that neither the clock nor a commit changes a digest.
@@ -77,3 +80,50 @@ class Plan:
             ),
             **{f"dev.envspec.{key}": value for key, value in own.items()},
         }
+
+
+def make(project: Project, row: str, target: str) -> Plan:
+    """The plan of a row × target, from committed files alone.
+
+    Raises:
+        MatrixError: unknown names.
+        LockError: a lock is missing or does not match the matrix.
+    """
+    lock = read(project, row, target)
+    by_layer: dict[str, list[Artifact]] = {rule.name: [] for rule in project.matrix.layers}
+    for artifact in lock.artifacts:
+        by_layer[project.matrix.layer_of(artifact.name)].append(artifact)
+    base = project.base_of(row)
+    return Plan(
+        row_name=row,
+        target_name=target,
+        row=project.row(row),
+        target=project.target(target),
+        row_target=project.row(row).targets[target],
+        base=base,
+        lock=lock,
+        base_lock=(
+            oslock.read_base(project, project.row(row).base)
+            if isinstance(base, BootstrapBase)
+            else None
+        ),
+        layers=tuple(Layer(n, tuple(artifacts)) for n, artifacts in by_layer.items() if artifacts),
+        runtime_sha256=tree_sha256(project.runtime_dir),
+    )
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a committed folder, in a fixed order, without what tools leave in it."""
+    return sorted(
+        p for p in folder.rglob("*")
+        if p.is_file() and "__pycache__" not in p.parts and not p.name.startswith(".")
+    )
+
+
+def tree_sha256(folder: Path) -> str:
+    """sha256 (hex) over the relative names and the bytes of a folder's files."""
+    digest = hashlib.sha256()
+    for path in files_of(folder):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
