@@ -83,14 +83,21 @@ def fetch(artifacts: Sequence[Artifact], console: Console) -> dict[str, Path]:
 def _fetch_one(
     http: httpx.Client, artifact: Artifact, advance: Advance, stop: threading.Event
 ) -> None:
-    for pause in (*PAUSES, None):
+    for pause in PAUSES:
         try:
-            return _attempt(http, artifact, advance, stop)
-        except (httpx.TransportError, httpx.HTTPStatusError) as error:
-            status = error.response.status_code if hasattr(error, "response") else None
-            if pause is None or (status is not None and status < 500 and status != 429):
+            _attempt(http, artifact, advance, stop)
+            return
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+            if status < 500 and status != httpx.codes.TOO_MANY_REQUESTS:
                 raise unavailable(artifact, error) from None
-            time.sleep(pause)
+        except httpx.TransportError:
+            pass
+        time.sleep(pause)
+    try:
+        _attempt(http, artifact, advance, stop)
+    except (httpx.TransportError, httpx.HTTPStatusError) as error:
+        raise unavailable(artifact, error) from None
 
 
 def unavailable(artifact: Artifact, error: httpx.HTTPError) -> UnavailableError:
