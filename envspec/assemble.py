@@ -17,17 +17,21 @@ import shutil
 import stat
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+from zipfile import BadZipFile
 
 from installer import install
 from installer.destinations import SchemeDictionaryDestination
+from installer.exceptions import InstallerError
 from installer.records import Hash, RecordEntry
 from installer.scripts import Script
 from installer.sources import WheelFile
+from installer.utils import Scheme
 
 from envspec import base, sdist
 from envspec.console import Console
@@ -41,7 +45,6 @@ from envspec.plan import HOME, RUNTIME, USER, VENV, Plan, files_of
 
 if TYPE_CHECKING:
     from installer.scripts import LauncherKind, ScriptSection
-    from installer.utils import Scheme
 
 #: Raised by one whenever the same inputs would give other bytes than before.
 FORMAT = 1
@@ -98,7 +101,7 @@ def assemble(project: Project, plan: Plan, console: Console) -> Image:
         SpaceError: the disk is full.
     """
     keys = recipes(plan)
-    done = {name: layer for name, key in keys.items() if (layer := made(key))}
+    done = {name: blob for name, key in keys.items() if (blob := made(key))}
     todo = [layer for layer in plan.layers if layer.name not in done]
     needed = [a for layer in todo for a in layer.artifacts]
     fetch([a for a in needed if not _built(a)], console)
@@ -251,7 +254,8 @@ class _TarDestination(SchemeDictionaryDestination):
         if before not in (None, digest):
             self.console.log(f"{name} is in two wheels with different contents: the later wins")
         if before != digest:
-            mode = 0o755 if is_executable else 0o644
+            # As pip and uv do, whatever mode the archive has.
+            mode = 0o755 if is_executable or scheme == "scripts" else 0o644
             self.tar.file(name, io.BytesIO(data), len(data), mode, (0, 0))
             self.seen[name] = digest
         return RecordEntry(path, Hash("sha256", digest), len(data))
@@ -261,7 +265,7 @@ class _TarDestination(SchemeDictionaryDestination):
     ) -> RecordEntry:
         script = Script(name, module, attr, section)
         file, data = script.generate(self.interpreter, self.script_kind)
-        return self.write_to_fs("scripts", file, io.BytesIO(data), is_executable=True)
+        return self.write_to_fs(Scheme("scripts"), file, io.BytesIO(data), is_executable=True)
 
 
 def _wheel_layer(
@@ -295,5 +299,11 @@ def _wheels(
         )
         destination.tar, destination.seen = tar, seen
         destination.stop, destination.console = stop, console
-        with WheelFile.open(path_of(wheel)) as source:
-            install(source, destination, {"INSTALLER": b"envspec\n"})
+        try:
+            with WheelFile.open(path_of(wheel)) as source:
+                install(source, destination, {"INSTALLER": b"envspec\n"})
+        except (BadZipFile, InstallerError, ValueError, LookupError, zlib.error) as error:
+            raise BuildError(
+                f"{wheel.filename} can't be unpacked", where=artifact.url,
+                why=f"{type(error).__name__}: {error}", remedy="pin another version of it",
+            ) from None

@@ -115,13 +115,13 @@ def read(project: Project, row: str, target: str) -> Lock:
     try:
         raw = path.read_bytes()
         document = tomllib.loads(raw.decode())
-        made_from = document["tool"]["envspec"]
+        made_from = dict(document["tool"]["envspec"])
         artifacts = tuple(_artifact(p) for p in document["packages"])
     except FileNotFoundError:
         raise LockError(
             f"row {row} has no lock for target {target}", where=where, remedy=remedy
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, IndexError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise LockError(
             "a lock can't be read", where=where, why=f"{type(error).__name__}: {error}",
             remedy=f"`git checkout {where}`, or {remedy}",

@@ -315,7 +315,7 @@ def _explain(path: Path, raw: Any, error: ValidationError) -> MatrixError:
     why, remedy = first["msg"], ""
     if first["type"] == "extra_forbidden":
         why = f"unknown key {keys[-1]!r}"
-        remedy = _nearest(str(keys[-1]), _siblings(raw, first["loc"])) or "remove it"
+        remedy = _nearest(str(keys[-1]), _siblings(first["loc"])) or "remove it"
     elif first["type"] == "missing":
         why, remedy = "the key is missing", f"add {keys[-1]!r}"
     elif first["type"] in ("literal_error", "union_tag_invalid"):
@@ -353,28 +353,32 @@ def _get(node: Any, key: int | str) -> Any:
     return None
 
 
-def _siblings(raw: Any, loc: tuple[int | str, ...]) -> list[str]:
+def _siblings(loc: tuple[int | str, ...]) -> list[str]:
     """Valid keys beside an unknown one: found by walking the models along the location."""
-    node: Any = json_schema()
-    defs = node["$defs"]
-    found: list[str] = []
-    for step in (None, *loc[:-1]):
-        if step is not None:
-            options = [node, *(defs[r.rsplit("/", 1)[-1]] for r in _refs(node))]
-            for option in options:
-                child = option.get("properties", {}).get(step) or option.get("additionalProperties")
-                if isinstance(option.get("items"), dict) and isinstance(step, int):
-                    child = option["items"]
-                if isinstance(child, dict):
-                    node = child
-                    break
-        for ref in _refs(node):
-            target = defs[ref.rsplit("/", 1)[-1]]
-            if "properties" in target:
-                node = target if len(_refs(node)) == 1 else node
-                found = list(target["properties"])
-        if "properties" in node:
-            found = list(node["properties"])
+    schema = json_schema()
+    nodes = [schema]
+    for step in loc[:-1]:
+        tagged = [n for n in nodes if _property(n, "kind").get("const") == step]
+        below = [child for node in nodes for child in _children(node, step)]
+        nodes = tagged or [
+            schema["$defs"][ref.rsplit("/", 1)[-1]] for child in below for ref in _refs(child)
+        ] or below
+    return [key for node in nodes for key in node.get("properties", {})]
+
+
+def _children(node: dict[str, Any], step: int | str) -> list[dict[str, Any]]:
+    """What a JSON schema allows below one of its keys, or in one place of its list."""
+    if isinstance(step, int):
+        found = [node.get("items")]
+    elif child := _property(node, step):
+        found = [child]
+    else:
+        found = [*node.get("patternProperties", {}).values(), node.get("additionalProperties")]
+    return [child for child in found if isinstance(child, dict)]
+
+
+def _property(node: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = node.get("properties", {}).get(name, {})
     return found
 
 

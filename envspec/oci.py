@@ -102,12 +102,12 @@ def write_json(media_type: str, value: Any) -> Blob:
     """Write a canonical JSON document as a blob."""
     data = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     digest = "sha256:" + hashlib.sha256(data).hexdigest()
-    path = blob_path(digest)
-    if not path.exists():
+    blob = Blob(media_type, digest, len(data))
+    if not has(blob):
         with _partial() as partial:
             partial.write_bytes(data)
-            partial.replace(path)
-    return Blob(media_type, digest, len(data))
+            partial.replace(blob_path(digest))
+    return blob
 
 
 class LayerTar:
@@ -158,6 +158,10 @@ class LayerTar:
         info.linkname = target
         self._tar.addfile(info)
 
+    def abandon(self) -> None:
+        """Write no more: a tar that is not closed would do so when it is collected."""
+        self._sink = lambda data: None
+
     def close(self) -> str:
         """End the tar; its digest."""
         self._tar.close()
@@ -181,8 +185,12 @@ def write_layer(fill: Callable[[LayerTar], None]) -> LayerBlob:
 
                 compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj()
                 tar = LayerTar(lambda data: sink(compressor.compress(data)))
-                fill(tar)
-                diff_id = tar.close()
+                try:
+                    fill(tar)
+                    diff_id = tar.close()
+                except BaseException:
+                    tar.abandon()
+                    raise
                 sink(compressor.flush())
                 size = out.tell()
             name = "sha256:" + digest.hexdigest()
@@ -239,9 +247,11 @@ def write_image(
 def read_image(name: str) -> Image | None:
     """The image listed under a name, when all of it is here."""
     entry = next((m for m in _index() if _ref(m) == name), None)
-    if entry is None or not blob_path(entry["digest"]).exists():
+    if entry is None:
         return None
     manifest = Blob(MANIFEST_TYPE, entry["digest"], entry["size"])
+    if not has(manifest):
+        return None
     document = json.loads(blob_path(manifest.digest).read_bytes())
     config = _blob(document["config"])
     if not has(config):

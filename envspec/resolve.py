@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -197,9 +197,11 @@ def explain(project: Project, row: str, target: str, stderr: str) -> LockError:
             why=f"nothing of that version was uploaded before {project.cutoff:%Y-%m-%d}: {proof}",
             remedy=f"correct the pin of {name}, or move the cut-off of the matrix",
         )
+    pins: dict[str, str] = {canonicalize_name(n): c.version for n, c in components.items()}
     edges = [(m["wants"].rstrip(",."), m["need"].rstrip(",.")) for m in _CONFLICT.finditer(proof)]
+    edges = [edge for edge in edges if all(map(_is_requirement, edge))]
     clash = next(
-        ((a, b) for a, b in edges if _name(b) in wanted and wanted[_name(b)] != b),
+        ((a, b) for a, b in edges if _name(b) in pins and not _meets(pins[_name(b)], b)),
         edges[-1] if edges else None,
     )
     if clash is None:
@@ -208,11 +210,11 @@ def explain(project: Project, row: str, target: str, stderr: str) -> LockError:
             remedy=_nearest_row(project, row, target),
         )
     a, b = clash
-    other = wanted.get(_name(b), "something else of the row")
+    other = wanted.get(_name(b), "something else")
     chain = " → ".join(["row " + row, *_chain(edges, a, set(wanted)), a, b])
     if _name(b) in wanted:
         override = (
-            f"an override of {a.split('=')[0]} with requirement = {other!r} would allow it, if a "
+            f"an override of {_name(a)} with requirement = {other!r} would allow it, if a "
             "probe shows that it works"
         )
     else:
@@ -223,6 +225,18 @@ def explain(project: Project, row: str, target: str, stderr: str) -> LockError:
         why=f"chain: {chain}\n{proof}",
         remedy=f"{override}; {_nearest_row(project, row, target)}",
     )
+
+
+def _is_requirement(text: str) -> bool:
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        return False
+    return True
+
+
+def _meets(version: str, requirement: str) -> bool:
+    return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
 def _name(requirement: str) -> str:
