@@ -51,6 +51,10 @@ class Daemon:
 
     def pid(self) -> int | None:
         """The process id, None when it does not run."""
+        # Our own child has, for a moment after its start, no command line in /proc yet.
+        for child in _children:
+            if child.args == self.argv and child.poll() is None:
+                return child.pid
         program = Path(self.argv[0]).name
         for process in processes():
             if process.program == program and str(self.config) in process.argv[1:]:

@@ -482,12 +482,21 @@ def _is_leftover(process: Process, layout: Layout) -> bool:
 
 
 def mounts_below(layout: Layout, mountinfo: str) -> list[str]:
-    """Mount points of the engine in the text of /proc/self/mountinfo, in order of mounting."""
-    points = [
-        re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), line.split()[4])
-        for line in mountinfo.splitlines()
-    ]
-    return [p for p in points if p.startswith((f"{layout.run}/", f"{layout.data}/"))]
+    """Mount points of the engine in the text of /proc/self/mountinfo, in order of mounting.
+
+    dockerd mounts its data folder on itself, and a killed one leaves that too. A disk that
+    somebody mounted there is not ours.
+    """
+    data, found = str(layout.data), []
+    for line in mountinfo.splitlines():
+        root, point = (
+            re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text)
+            for text in line.split()[3:5]
+        )
+        on_itself = point == data and data.endswith(root)
+        if on_itself or point.startswith((f"{layout.run}/", f"{data}/")):
+            found.append(point)
+    return found
 
 
 def _ip(console: Console, *words: str) -> str:

@@ -33,7 +33,8 @@ def leftovers(console: Console) -> list[str]:
         " ".join(p.argv) for p in processes()
         if p.pid != os.getpid() and any(f"{folder}/" in a for a in p.argv for folder in folders)
     ]
-    found += engine.mounts_below(ours, Path("/proc/self/mountinfo").read_text())
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    found += [p for p in points if any(f"{p}/".startswith(f"{folder}/") for folder in folders)]
     return found + [name for name in links(console) if name == ours.bridge]
 
 

@@ -70,6 +70,16 @@ def test_found_and_stopped(make) -> None:
     daemon.stop()
 
 
+def test_found_before_proc_has_its_command_line(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = make()
+    pid = daemon.spawn(os.environ)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "processes", lambda: iter([Process(pid, os.getpid(), ())]))
+        assert daemon.pid() == pid
+    daemon.stop()
+    assert daemon.pid() is None
+
+
 def test_other_configuration_is_another_daemon(make) -> None:
     one, two = make(name="one.conf"), make(name="two.conf")
     pid = one.spawn(os.environ)

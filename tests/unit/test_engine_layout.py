@@ -83,9 +83,15 @@ def test_mounts_below() -> None:
         "5 1 0:4 / /x\\040y/engine2/data/a rw - overlay overlay rw\n"
         "6 1 0:4 / /x\\040y/engine rw - overlay overlay rw\n"
     )
-    assert engine.mounts_below(layout, text) == [
-        "/x y/engine/data/a", "/x y/engine/data/a/b", "/x y/engine/run/netns/n"
-    ]
+    ours = ["/x y/engine/data/a", "/x y/engine/data/a/b", "/x y/engine/run/netns/n"]
+    assert engine.mounts_below(layout, text) == ours
+    # dockerd mounts its data on itself; a disk or another folder there is somebody else's.
+    for root in ("/x\\040y/engine/data", "/engine/data"):
+        line = f"0 1 8:1 {root} /x\\040y/engine/data rw - ext4 /dev/sda rw\n"
+        assert engine.mounts_below(layout, line + text) == ["/x y/engine/data", *ours]
+    for root in ("/", "/big"):
+        line = f"0 1 8:1 {root} /x\\040y/engine/data rw - ext4 /dev/sda rw\n"
+        assert engine.mounts_below(layout, line + text) == ours
 
 
 @pytest.mark.parametrize(
