@@ -18,7 +18,7 @@ import stat
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from envspec.lock import Artifact
 from envspec.matrix import BootstrapBase, Project
 from envspec.oci import Image, LayerBlob, LayerTar, has, write_image, write_layer
 from envspec.paths import cache_dir
-from envspec.plan import HOME, RUNTIME, USER, VENV, Plan, files_of
+from envspec.plan import HOME, RUNTIME, USER, VENV, Plan, files_of, ref_name
 
 if TYPE_CHECKING:
     from installer.scripts import LauncherKind, ScriptSection
@@ -55,11 +55,6 @@ def can_assemble(plan: Plan) -> bool:
     return isinstance(plan.base, BootstrapBase) and not any(
         a.kind == "git" for a in plan.lock.artifacts
     )
-
-
-def ref_name(plan: Plan) -> str:
-    """The image's name in the layout."""
-    return f"{plan.target_name}-{plan.row_name}"
 
 
 def recipes(plan: Plan) -> dict[str, str]:
@@ -137,6 +132,17 @@ def assemble(project: Project, plan: Plan, console: Console) -> Image:
                     job.cancel()
                 raise
     console.say(f"   {len(keys) - reused} layers made, {reused} reused")
+    return _image(plan, {name: done[name] for name in keys})
+
+
+def existing(plan: Plan) -> Image | None:
+    """The plan's image, when nothing has to be made for it."""
+    layers = {name: made(key) for name, key in recipes(plan).items()}
+    whole = {name: layer for name, layer in layers.items() if layer}
+    return _image(plan, whole) if len(whole) == len(layers) else None
+
+
+def _image(plan: Plan, layers: Mapping[str, LayerBlob]) -> Image:
     config = {
         "User": USER,
         "Env": [f"{k}={v}" for k, v in plan.env.items()],
@@ -145,8 +151,8 @@ def assemble(project: Project, plan: Plan, console: Console) -> Image:
         "Labels": plan.labels,
     }
     return write_image(
-        ref_name(plan), [(f"envspec layer {name}", done[name]) for name in keys], config,
-        plan.labels,
+        ref_name(plan), [(f"envspec layer {name}", layer) for name, layer in layers.items()],
+        config, plan.labels,
     )
 
 

@@ -29,6 +29,8 @@ from envspec.errors import EnvspecError
 
 #: Without a terminal, progress is a line at most this often (seconds).
 PLAIN_INTERVAL = 10.0
+#: Columns of tables where there is no terminal.
+WIDTH = 160
 #: How many trailing lines of a failed command are shown; the log file has them all.
 TAIL = 15
 
@@ -39,7 +41,10 @@ class Console:
     """Writes for people on stderr and for machines on stdout, and logs both in full."""
 
     def __init__(self, log: Path | None = None, *, stderr: IO[str] | None = None) -> None:
-        self._out = RichConsole(file=stderr or sys.stderr, highlight=False, soft_wrap=True)
+        out = stderr or sys.stderr
+        self._out = RichConsole(
+            file=out, highlight=False, soft_wrap=True, width=None if out.isatty() else WIDTH
+        )
         self.log_path = log
         self._log: IO[str] | None = None
         if log:

@@ -36,6 +36,11 @@ PROGRAMS = (
 MANIFEST = "packages.txt"
 
 
+def prefix() -> Path:
+    """Where the tools lie once ``tools`` made them."""
+    return cache_dir() / "tools"
+
+
 def tools(console: Console) -> Path:
     """The prefix (it holds ``usr/bin`` and so on), made when it is not there yet.
 
@@ -46,16 +51,16 @@ def tools(console: Console) -> Path:
         IntegrityError: a signature or hash is wrong.
         EngineError: this machine can't unpack or run Debian's programs.
     """
-    prefix = cache_dir() / "tools"
-    if _complete(prefix):
-        return prefix
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    with (prefix.parent / "tools.lock").open("a") as lock:
+    folder = prefix()
+    if _complete(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "tools.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _complete(prefix):
+        if not _complete(folder):
             with console.stage("Debian's container tools"):
-                _make(prefix, console)
-    return prefix
+                _make(folder, console)
+    return folder
 
 
 def _complete(prefix: Path) -> bool:

@@ -267,6 +267,11 @@ def stop(console: Console) -> None:
             console.say("   embedded Docker stopped")
 
 
+def running() -> Engine:
+    """What ``connect`` would use, without starting it."""
+    return _on_host() or _embedded(_layout())
+
+
 def status() -> Status:
     """What ``connect`` would use, without starting anything."""
     layout = _layout()

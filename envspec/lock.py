@@ -14,6 +14,8 @@ import tomli_w
 from envspec.errors import LockError
 from envspec.matrix import Project
 
+REMEDY = "run `python build.py lock` and commit what it writes"
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -109,9 +111,48 @@ def read(project: Project, row: str, target: str) -> Lock:
     Raises:
         LockError: there is none, it can't be read, or the matrix has changed since.
     """
+    found, made_from = _load(project, row, target)
+    if changes := _changes(made_from, inputs(project, row, target)):
+        raise LockError(
+            f"the lock of row {row} for target {target} does not match the matrix",
+            where=found.path.relative_to(project.root).as_posix(), why="\n".join(changes),
+            remedy=REMEDY,
+        )
+    return found
+
+
+def read_or_none(project: Project, row: str, target: str) -> Lock | None:
+    """A lock that is about to be replaced, stale or not; None when it can't be read."""
+    try:
+        return _load(project, row, target)[0]
+    except LockError:
+        return None
+
+
+def check_unused(project: Project) -> None:
+    """Compare the locks that are there with those that the matrix uses.
+
+    Raises:
+        LockError: names those of no row × target and of no base.
+    """
+    folder = project.root / "locks"
+    used = {project.lock_path(row, target) for row, target in project.pairs()}
+    used |= {project.base_lock_path(base) for base in project.matrix.bases}
+    there = {*folder.glob("*/*/pylock.toml"), *folder.glob("bases/*.txt")}
+    if unused := sorted(p.relative_to(project.root).as_posix() for p in there - used):
+        raise LockError(
+            f"{len(unused)} locks are not used", where="\n".join(unused),
+            why="no row × target or base of the matrix has them",
+            remedy="remove them: git rm -r " + " ".join(
+                path.removesuffix("/pylock.toml") for path in unused
+            ),
+        )
+
+
+def _load(project: Project, row: str, target: str) -> tuple[Lock, dict[str, Any]]:
+    """A lock as it lies there, and what it says it was made from."""
     path = project.lock_path(row, target)
     where = path.relative_to(project.root).as_posix()
-    remedy = "run `python build.py lock` and commit what it writes"
     try:
         raw = path.read_bytes()
         document = tomllib.loads(raw.decode())
@@ -119,27 +160,14 @@ def read(project: Project, row: str, target: str) -> Lock:
         artifacts = tuple(_artifact(p) for p in document["packages"])
     except FileNotFoundError:
         raise LockError(
-            f"row {row} has no lock for target {target}", where=where, remedy=remedy
+            f"row {row} has no lock for target {target}", where=where, remedy=REMEDY
         ) from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise LockError(
             "a lock can't be read", where=where, why=f"{type(error).__name__}: {error}",
-            remedy=f"`git checkout {where}`, or {remedy}",
+            remedy=f"`git checkout {where}`, or {REMEDY}",
         ) from None
-    if changes := _changes(made_from, inputs(project, row, target)):
-        raise LockError(
-            f"the lock of row {row} for target {target} does not match the matrix",
-            where=where, why="\n".join(changes), remedy=remedy,
-        )
-    return Lock(row, target, path, artifacts, hashlib.sha256(raw).hexdigest())
-
-
-def read_or_none(project: Project, row: str, target: str) -> Lock | None:
-    """As `read`, for a lock that is about to be replaced: None when it is missing or stale."""
-    try:
-        return read(project, row, target)
-    except LockError:
-        return None
+    return Lock(row, target, path, artifacts, hashlib.sha256(raw).hexdigest()), made_from
 
 
 def _artifact(package: dict[str, Any]) -> Artifact:

@@ -161,7 +161,7 @@ class RegistryBase(Model):
 
 
 class BootstrapBase(Model):
-    """A Debian root made by mmdebstrap from locked packages."""
+    """A Debian root made from locked packages."""
 
     kind: Literal["bootstrap"]
     suite: Name

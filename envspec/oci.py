@@ -11,7 +11,7 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -240,7 +240,7 @@ def write_image(
         },
     )
     image = Image(manifest, config_blob, tuple(x for _, x in layers))
-    _list(name, manifest)
+    list_image(name, manifest)
     return image
 
 
@@ -263,6 +263,25 @@ def read_image(name: str) -> Image | None:
     )
     image = Image(manifest, config, layers)
     return image if all(has(b) for b in image.blobs) else None
+
+
+def labels(image: Image) -> dict[str, str]:
+    """The labels in an image's own configuration."""
+    config = json.loads(blob_path(image.config.digest).read_bytes())["config"]
+    found: dict[str, str] = config.get("Labels") or {}
+    return found
+
+
+def prune(names: Collection[str], layers: Sequence[LayerBlob]) -> None:
+    """Remove every image but those of ``names``, and every blob of neither them nor ``layers``."""
+    entries = [m for m in _index() if _ref(m) in names]
+    images = [image for m in entries if (image := read_image(str(_ref(m))))]
+    kept = {b.digest for image in images for b in image.blobs} | {b.digest for b in layers}
+    if layout().exists():
+        _write_index(entries)
+    for path in (layout() / "blobs" / "sha256").glob("*"):
+        if f"sha256:{path.name}" not in kept:
+            path.unlink()
 
 
 def archive(image: Image, name: str) -> Iterator[bytes]:
@@ -324,18 +343,19 @@ def _ref(entry: dict[str, Any]) -> str | None:
     return name
 
 
-def _list(name: str, manifest: Blob) -> None:
+def list_image(name: str, manifest: Blob) -> None:
+    """Put a manifest that lies in the layout under a name, in place of what had it."""
     others = [m for m in _index() if _ref(m) != name]
     entry = {
         **manifest.descriptor(), "annotations": {"org.opencontainers.image.ref.name": name}
     }
+    _write_index([*others, entry])
+
+
+def _write_index(manifests: list[dict[str, Any]]) -> None:
+    document = {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": manifests}
     with _partial() as partial:
-        partial.write_text(
-            json.dumps(
-                {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*others, entry]},
-                indent=1,
-            )
-        )
+        partial.write_text(json.dumps(document, indent=1))
         partial.replace(layout() / "index.json")
 
 

@@ -52,6 +52,9 @@ class Plan:
             "PATH": f"{VENV}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "PYTHONPATH": RUNTIME,
             "VIRTUAL_ENV": VENV,
+            # Any user id works: one without an entry in /etc/passwd has no other home and name.
+            "HOME": HOME,
+            "USER": USER,
             "ENVSPEC_ROW": self.row_name,
             "ENVSPEC_TARGET": self.target_name,
         }
@@ -76,7 +79,7 @@ class Plan:
             "org.opencontainers.image.base.name": (
                 self.base.reference
                 if isinstance(self.base, RegistryBase)
-                else f"debian:{self.base.suite} by mmdebstrap"
+                else f"debian:{self.base.suite} from locked packages"
             ),
             **{f"dev.envspec.{key}": value for key, value in own.items()},
         }
@@ -110,6 +113,11 @@ def make(project: Project, row: str, target: str) -> Plan:
         layers=tuple(Layer(n, tuple(artifacts)) for n, artifacts in by_layer.items() if artifacts),
         runtime_sha256=tree_sha256(project.runtime_dir),
     )
+
+
+def ref_name(plan: Plan) -> str:
+    """The name of the plan's image in the layout."""
+    return f"{plan.target_name}-{plan.row_name}"
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -41,14 +41,16 @@ def write_verifier(folder: Path) -> None:
     LlamaForCausalLM(llama()).save_pretrained(folder)
 
 
-def draft(verifier: Path) -> Eagle3DraftModel:
-    """The whole EAGLE-3 draft model in fp32; embedding and both heads come from the verifier."""
+def config(verifier: Path, dtype: torch.dtype = torch.float32) -> Eagle3SpeculatorConfig:
+    """The configuration of a draft for a verifier."""
     layer = llama()
+    layer.dtype = dtype
     # Without a name the attention look-up ends in KeyError: None.
     layer._attn_implementation = "simple_flex_attention"
-    config = Eagle3SpeculatorConfig(
+    return Eagle3SpeculatorConfig(
         transformer_layer_config=layer,
         draft_vocab_size=DRAFT_VOCAB,
+        dtype=dtype,
         speculators_config=SpeculatorsConfig(
             algorithm="eagle3",
             proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=TTT_STEPS)],
@@ -58,12 +60,16 @@ def draft(verifier: Path) -> Eagle3DraftModel:
             ),
         ),
     )
+
+
+def draft(verifier: Path) -> Eagle3DraftModel:
+    """The whole EAGLE-3 draft model in fp32; embedding and both heads come from the verifier."""
     kept = torch.zeros(VERIFIER_VOCAB, dtype=torch.bool)
     kept[::2] = True
     # d2t holds offsets: draft token i stands for verifier token i + d2t[i].
     offsets = kept.nonzero().squeeze(1) - torch.arange(DRAFT_VOCAB)
     torch.manual_seed(1)
-    return Eagle3DraftModel(config, t2d=kept, d2t=offsets)
+    return Eagle3DraftModel(config(verifier), t2d=kept, d2t=offsets)
 
 
 def batch(device: str) -> dict[str, torch.Tensor]:

@@ -80,7 +80,8 @@ def test_stale_lock_says_which_key_changed(
     assert caught.value.where == "locks/new/cpu/pylock.toml"
     assert line in (caught.value.why or "")
     assert "lock" in caught.value.remedy
-    assert lock.read_or_none(project, "new", "cpu") is None
+    stale = lock.read_or_none(project, "new", "cpu")
+    assert stale and stale.artifacts == artifacts
 
 
 def test_titles_and_reasons_do_not_stale_a_lock(make_project, artifacts) -> None:

@@ -1,0 +1,7 @@
+"""``python -m envspec``."""
+
+import sys
+
+from envspec.cli import main
+
+sys.exit(main())
